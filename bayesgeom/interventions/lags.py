@@ -117,16 +117,18 @@ def lag_report(job: Intervention) -> LagReport:
     """Fit the subspaces, swap them up to one position, score by lag, and return the report."""
     sample, lags, n_layers = job.sample(), job.design.lags, job.model.spec.n_layers
     subspaces, value = job.fitted(sample)[0], job.fit.about.quantity.own(sample.run.trials)
-    swaps, wholes, controls = list[Edit](), list[Edit](), list[Edit]()
+    swaps, wholes, controls, found = list[Edit](), list[Edit](), list[Edit](), np.zeros(n_layers, dtype=np.int64)
     for at, subspace in subspaces.items():
         edits, matched = job.conditions(sample, at), job.controls(subspace, covariance(sample.points(at)), at)
         swaps, wholes = [*swaps, edits.own(subspace)], [*wholes, edits.ceiling()]
         controls += edits.controls(job.random_of(at, subspace.rank)) + edits.filling(
             matched.bases, job.design.n_matched
         )
+        found[at] = matched.n_distinct if matched.is_matched else 0
     course, size = Course.of(job, swaps + wholes, job.n), len(subspaces)
     (above, below), (kl, is_known) = course.moved(value), course.kl_bits()
     drawn = _moved(job, controls, value).reshape(size, -1, len(lags))
+    drawn[found[[*subspaces]] == 0, job.design.n_random :] = np.nan  # no subspaces have as much variance
     last = replace(job, place=replace(job.place, site=RESID_POST, layers=(n_layers - 1,)))
     levels = [
         *of_untrained([_fitted_anew(copy, value) for copy in untrained(job)]),
@@ -138,7 +140,8 @@ def lag_report(job: Intervention) -> LagReport:
     unedited = Baseline.of("baseline", UNEDITED, ratio(kl[:, :1], is_known))
     outside = outside_shares(job, subspaces)
     verdicts = {
-        at: Verdict.BY_CONSTRUCTION if outside[at] <= IDENTITY else _verdict(movement[at], job) for at in subspaces
+        at: Verdict.BY_CONSTRUCTION if outside[at] <= IDENTITY else _verdict(movement[at], job, found[at])
+        for at in subspaces
     }
     report = LagReport(
         subspace=job.fit.label,
@@ -148,6 +151,7 @@ def lag_report(job: Intervention) -> LagReport:
         forced_kl_bits=estimated(job, subspaces, (kl[:, 1 : 1 + size], is_known), {}, [unedited]),
         n_possible=is_known.sum(axis=(0, 1)).astype(np.int64),
         verdict_by_layer=tuple(str(verdicts.get(at, "")) for at in range(n_layers)),
+        controls_found=found,
         n=job.n,
     )
     return with_provenance(report, {**job.provenance(), "lags": ",".join(report.lags)})
@@ -166,16 +170,16 @@ def _fitted_anew(job: Intervention, value: OwnValue) -> Float64[np.ndarray, "lay
     return placed(moved, subspaces, job.model.spec.n_layers)
 
 
-def _verdict(movement: Estimate, job: Intervention) -> Verdict:
+def _verdict(movement: Estimate, job: Intervention, n_matched: int | np.integer) -> Verdict:
     """Return whether a swap sets a state, or writes the answer, from its movement at every lag: see `LagReport`."""
     lags, (low, high) = np.array(job.design.lags), movement.ends
     controls = [level.bar("higher") for level in movement.compared if level.name not in (LAST, UNTRAINED)]
     is_above = low > np.nanmax([np.zeros(len(lags)), LEAST_SHARE * movement.ceiling, *controls], axis=0)
     later = np.flatnonzero((lags > 0) & ~np.isnan(movement.value))
-    if not len(later) or min(job.design.n_random, job.design.n_matched) < LEAST_CONTROLS or job.n < LEAST_SEQUENCES:
+    if not len(later) or job.design.n_random < LEAST_CONTROLS or job.n < LEAST_SEQUENCES:
         return Verdict.UNDECIDED
     first = later[lags[later].argmin()]
-    if is_above[first] and low[first] > untrained_bound(movement[first]):
+    if n_matched >= LEAST_CONTROLS and is_above[first] and low[first] > untrained_bound(movement[first]):
         return Verdict.SETS
     is_small = movement.value[first] == 0 or high[first] < LEAST_SHARE  # 0: no logit changes, so that no pairs differ
     return Verdict.WRITES if is_small and is_above[lags == 0].any() else Verdict.UNDECIDED

@@ -660,20 +660,22 @@ class LagReport(EditReport):
     the recipient's own symbols: movement 1. Answers of the exact filter of the recipient's symbols have movement 0, and
     so have those of the window observer, which starts after t₀.
 
-    The first lag above 0 decides. Sets a state: there, the interval of the movement lies above zero, above the random
-    and the variance-matched subspaces (at least 20 each), above the bound of at least two untrained networks, and above
-    a tenth of the swap of the whole activation. Writes the answer: at lag 0 it lies above all of these but untrained
-    networks, which also write answers, and at the first lag above 0 it lies below 0.1. By construction: at most 1 % of
-    the squared difference of donor and recipient lies outside the subspace, as where the tokens enter.
+    The first lag above 0 decides. Sets a state: there, the interval of the movement lies above zero, above at least 20
+    random subspaces and at least 20 distinct ones with the same share of variance, above the bound of at least two
+    untrained networks, and above a tenth of the swap of the whole activation. Writes the answer: at lag 0 it lies above
+    zero, the random subspaces, the variance-matched ones where there are any, and that tenth, and at the first lag
+    above 0 it lies below 0.1. Untrained networks also write answers. By construction: at most 1 % of the squared
+    difference of donor and recipient lies outside the subspace, as where the tokens enter.
 
     Fields, per layer and lag; NaN in layers that were not edited, and where the two filters tell the continued one:
 
     - `lag_movement`: toward the continued filter. Its `ceiling` is the swap of the whole activation. Baselines: mean
-      and range over random and over variance-matched subspaces, untrained networks with the same fit, and the same swap
-      in the output of the last layer, which can only write the answer.
+      and range over random and over variance-matched subspaces (NaN in layers without any), untrained networks with the
+      same fit, and the same swap in the output of the last layer, which can only write the answer.
     - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
     - `n_possible`: number of pairs, by lag, in which the donor's belief allows the recipient's later symbols; the
       others are left out.
+    - `controls_found`: number of distinct subspaces with the same share of variance; 0 where there is none.
     """
 
     name: ClassVar[str] = "lag"
@@ -690,6 +692,7 @@ class LagReport(EditReport):
     ]
     n_possible: Annotated[Int[np.ndarray, " lag"], Unit("1")]
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
+    controls_found: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -721,8 +724,9 @@ class LagReport(EditReport):
         }
         rows = {f"layer {at}, lag {lag}": (at, i) for at in layers for i, lag in enumerate(self.lags)}
         pairs = {f"pairs, lag {lag}": self.n_possible[i : i + 1] for i, lag in enumerate(self.lags)}
-        title, verdicts = f"swap {self.subspace} at {self.where}; n = {self.n}", {"verdict": self.verdict_by_layer}
-        return ({title: 0}, pairs), (rows, columns), (_rows(layers.tolist()), verdicts)
+        title = f"swap {self.subspace} at {self.where}; n = {self.n}"
+        by_layer = {"matched controls": self.controls_found, "verdict": self.verdict_by_layer}
+        return ({title: 0}, pairs), (rows, columns), (_rows(layers.tolist()), by_layer)
 
 
 @final

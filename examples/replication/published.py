@@ -269,6 +269,8 @@ def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
     """Yield, by layer and lag, how far a swap of the belief moves answers to the filter continued from the donor's.
 
     It swaps the residual stream of a transformer at all positions up to one, and the state that an LSTM carries on.
+    Next to the mean of each level, `…_bar` is what the verdict compares with: the largest draw, or the bound of
+    untrained networks.
     """
     is_lstm = recipe.sizes["architecture"] == "lstm"
     place = InterventionSite(CARRIED, score_after=True) if is_lstm else InterventionSite()
@@ -282,13 +284,15 @@ def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
         "upper": movement.ends[1],
         "whole": movement.ceiling,
     }
-    numbers |= {level.name.split()[0]: level.value for level in movement.compared}
+    for level in movement.compared:
+        name = level.name.split()[0]
+        numbers |= {name: level.value} | ({} if level.high is None else {f"{name}_bar": level.bar("higher")})
     numbers |= {"kl_before": kl.compared[0].value, "kl_after": kl.value}
     by_name = {name: np.broadcast_to(np.asarray(own), movement.value.shape) for name, own in numbers.items()}
     for layer, (at, lag) in itertools.product(range(len(movement.value)), enumerate(LAGS)):
         named = {**_named(recipe, max(snapshots)), "layer": layer, "lag": lag}
-        verdict = {"verdict": found.verdict_by_layer[layer]}
-        yield {**named, **{name: float(own[layer, at]) for name, own in by_name.items()}, **verdict}
+        judged = {"controls": int(found.controls_found[layer]), "verdict": found.verdict_by_layer[layer]}
+        yield {**named, **{name: float(own[layer, at]) for name, own in by_name.items()}, **judged}
 
 
 MEASURED: dict[str, Callable[[Recipe, dict[int, nn.Module]], Iterator[Row]]] = {

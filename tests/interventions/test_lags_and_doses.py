@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.design import MATCHED, Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.lags import Course, continued
 from bayesgeom.interventions.report import LAST, RANDOM_DIRECTIONS, LagReport
@@ -84,13 +84,13 @@ def coordinates(*at: int) -> Float[Tensor, "d r"]:
     return torch.eye(WIDTH, dtype=torch.float64)[:, list(at)]
 
 
-def swapped(layer: int, at: tuple[int, ...]) -> LagReport:
+def swapped(layer: int, columns: Float[Tensor, "d r"]) -> LagReport:
     site = InterventionSite(RESID_PRE, (layer,))
-    return intervene(filtering(), subspace=basis(coordinates(*at)), kind=FEW, sites=site, lags=LAGS, n=24)
+    return intervene(filtering(), subspace=basis(columns), kind=FEW, sites=site, lags=LAGS, n=24)
 
 
 def test_a_network_that_sets_a_state_is_told_from_one_that_only_writes_answers() -> None:
-    sets, writes = swapped(1, EVIDENCE), swapped(2, ANSWER)
+    sets, writes = swapped(1, coordinates(*EVIDENCE)), swapped(2, coordinates(*ANSWER))
     np.testing.assert_allclose(sets.lag_movement.value[1], sets.lag_movement.ceiling[1], atol=1e-4)
     assert (sets.lag_movement.value[1] > 0.85).all()
     np.testing.assert_array_equal(writes.lag_movement.value[2, 1:], 0.0)
@@ -107,8 +107,22 @@ def test_a_network_that_sets_a_state_is_told_from_one_that_only_writes_answers()
         assert verdict in report.table() and report.headlines()[0].verdict == verdict
 
 
+def test_without_controls_of_the_same_variance_a_swap_sets_no_state_but_can_be_seen_to_write() -> None:
+    embedded = filtering().module.embed.weight.detach()[:, 6:].double()
+    main, second, unused = torch.linalg.svd(embedded - embedded.mean(dim=0))[2][:3]
+    loud = torch.stack([main, 0.95 * second + 0.0975**0.5 * unused], dim=1)  # nearly all variance; read by nothing
+    for layer, at, verdict in ((1, EVIDENCE, Verdict.UNDECIDED), (2, ANSWER, Verdict.WRITES)):
+        alone = swapped(layer, coordinates(*at))
+        report = swapped(layer, torch.cat([coordinates(*at), torch.cat([torch.zeros(6, 2), loud])], dim=1))
+        assert alone.controls_found[layer] == 20 and report.controls_found.tolist() == [0, 0, 0]
+        assert np.isnan(report.lag_movement.baseline(MATCHED).value).all()
+        assert np.isfinite(alone.lag_movement.baseline(MATCHED).value[layer]).all()
+        np.testing.assert_allclose(report.lag_movement.value[layer], alone.lag_movement.value[layer], atol=1e-4)
+        assert report.verdict_by_layer[layer] == verdict and report.table() and report.plot().data
+
+
 def test_a_swap_of_all_that_differs_is_by_construction() -> None:
-    report = swapped(1, tuple(range(WIDTH)))
+    report = swapped(1, torch.eye(WIDTH))
     assert report.verdict_by_layer[1] == Verdict.BY_CONSTRUCTION
 
 

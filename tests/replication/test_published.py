@@ -116,9 +116,34 @@ def test_verdicts_follow_the_stated_rules() -> None:
     assert published_page.factors_early(dull) == "not identified"
     assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0011, "upper": 0.002})) == "holds"
     assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0001, "upper": 0.0009})) == "does not hold"
-    swaps = {"holds": ["sets a state", "undecided"], "does not hold": ["by construction", "writes the answer"]}
-    for verdict, layers in swaps.items():
-        assert published_page.forces(pd.DataFrame({"verdict": layers})) == verdict
+    later = {"layer": [0, 1, 2], "lag": 1, "movement": [0.9, 0.5, 0.1]}  # layer 0 is by construction, 1 moves most
+    swaps = {"sets a state": "holds", "writes the answer": "does not hold", "undecided": "undecided"}
+    for own, verdict in swaps.items():
+        for other in swaps:
+            network = pd.DataFrame({**later, "verdict": ["by construction", own, other]})
+            assert published_page.forces(network) == verdict
+
+
+def judged(rows: pd.DataFrame) -> str:
+    """Return the verdict on one layer from the stored levels, by the rule that `LagReport` states."""
+    by_lag = rows.set_index("lag")
+    bars = by_lag[["random_bar", "variance-matched_bar"]].assign(zero=0.0, tenth=0.1 * by_lag.whole)
+    is_above, later = by_lag.lower > bars.max(axis=1), by_lag.loc[1]
+    if is_above[1] and later.controls >= 20 and later.lower > later.untrained_bar:
+        return "sets a state"
+    return "writes the answer" if is_above[0] and later.upper < 0.1 else "undecided"
+
+
+def test_the_verdicts_on_forcing_follow_from_the_stored_table() -> None:
+    table = published_page.rows("forcing")
+    assert table.network.nunique() == 18 and (table.controls <= 20).all()
+    unmatched = table[table.controls == 0]
+    assert unmatched["variance-matched"].isna().all() and unmatched["variance-matched_bar"].isna().all()
+    codes = {"sets a state": "holds", "writes the answer": "does not hold", "undecided": "undecided"}
+    for _, network in table[table.verdict != "by construction"].groupby("network"):
+        layers = {layer: judged(rows) for layer, rows in network.groupby("layer")}
+        assert layers == network.groupby("layer").verdict.first().to_dict()
+        assert published_page.forces(network) == codes[layers[published_page.swapped(network, 1).layer]]
 
 
 def test_the_cost_at_a_level_is_interpolated_on_logarithms() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bayesgeom.core import Verdict
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import number_text, percent_text
 from bayesgeom.report.render import markdown
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
@@ -130,16 +130,20 @@ def order_costs(last: Any) -> str:
 
 
 def forcing() -> str:
-    """Return, by process and architecture, the KL to the forced answers before and after, and the movement at lag 1."""
+    """Return the contrast and, by process and architecture, the KL before and after, and the movement at lag 1."""
     table, found = rows("forcing"), list[tuple[str, ...]]()
+    left = [at.kl_after / at.kl_before for at in (swapped(network, 0) for _, network in table.groupby("network"))]
+    fallen = f"in {sum(share < 1 for share in left)} of {len(left)} networks, by at least {percent_text(1 - max(left))}"
+    contrast = f"LSTMs, in contrast: {counted(forcing_verdicts('lstm'))}."
+    published = f"At lag 0, KL falls {fallen}."
     for name, own in table.groupby(table.network.map(process_of)):
         networks = [of for _, of in own.groupby("seed")]
         first, later = ([swapped(network, lag) for network in networks] for lag in (0, 1))
         kl = [" → ".join(over_seeds(at[name] for at in of) for name in _KL) for of in (first, later)]
         moved = [over_seeds(at[level] for at in later) for level in ("movement", "whole", "variance-matched")]
         found.append((str(name), *kl, *moved, counted([*map(forces, networks)])))
-    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched", "verdict")
-    return markdown(head, found)
+    head = ("KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched (mean)", "verdict")
+    return f"{contrast} {published}\n\n{markdown(('network', *head), found)}"
 
 
 def process_of(network: str) -> str:
@@ -155,9 +159,15 @@ def swapped(network: pd.DataFrame, lag: int) -> Any:
 
 
 def forces(network: pd.DataFrame) -> str:
-    """Return the verdict on one network: whether the swap in some layer sets a state."""
-    own = set(network.verdict) - {Verdict.BY_CONSTRUCTION}
-    return "holds" if Verdict.SETS in own else "does not hold" if own == {Verdict.WRITES} else "undecided"
+    """Return the verdict on one network: whether the swap in the layer that is shown sets a state."""
+    by_code: dict[str, str] = {Verdict.SETS: "holds", Verdict.WRITES: "does not hold"}
+    return by_code.get(swapped(network, 1).verdict, "undecided")
+
+
+def forcing_verdicts(architecture: str = "transformer") -> list[str]:
+    """Return the verdict on each network of an architecture; the claim is about transformers."""
+    networks = rows("forcing").groupby("network")
+    return [forces(network) for name, network in networks if process_of(str(name)).endswith(architecture)]
 
 
 def forcing_plot() -> str:
@@ -225,9 +235,11 @@ def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, po
     return svg(title, 720, _TOP + _HEIGHT + 46, parts)
 
 
-def _part(name: str, table: Callable[[], str], verdicts: Callable[[], Sequence[str]]) -> Callable[[], str]:
+def _part(
+    name: str, table: Callable[[], str], verdicts: Callable[[], Sequence[str]], *, on: str = ""
+) -> Callable[[], str]:
     def made() -> str:
-        return f"**Verdict**: {counted(verdicts())}.\n\n{table()}\n\n![{name}](plots/{name}.svg)"
+        return f"**Verdict**{on}: {counted(verdicts())}.\n\n{table()}\n\n![{name}](plots/{name}.svg)"
 
     return lambda: made() if len(rows(name)) else "Not measured yet."
 
@@ -239,7 +251,7 @@ def _each(name: str, verdict: Callable[[pd.DataFrame], str]) -> Callable[[], Seq
 PARTS: Mapping[str, Callable[[], str]] = {
     "factoring": _part("factoring", factoring, _each("factoring", factors_early)),
     "order": _part("order", order, order_verdicts),
-    "forcing": _part("forcing", forcing, _each("forcing", forces)),
+    "forcing": _part("forcing", forcing, forcing_verdicts, on=" on transformers"),
 }
 DRAWN: Mapping[str, Callable[[], str]] = {"factoring": factoring_plot, "order": order_plot, "forcing": forcing_plot}
 
