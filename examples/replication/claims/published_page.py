@@ -83,7 +83,7 @@ def factoring() -> str:
         found.append((number_text(epsilon), architecture, steps, *differences, left, end, verdicts))
     snapshots = pd.concat([early(network) for _, network in rows("factoring").groupby("network")])
     above, below = snapshots[snapshots.lower > 0], sum(snapshots.upper < 0)
-    kinds = ", ".join(f"{n} of {kind}s" for kind, n in above.architecture.value_counts().items())
+    kinds = "; ".join(f"{kind}: {n}" for kind, n in above.architecture.value_counts().items())
     observed = (
         f"Of {len(snapshots)} early snapshots, {len(above)} lie above 0 by their interval ({kinds or 'none'}), and "
         f"{below} below. If all differences were 0, {len(snapshots) / 40:.1f} would lie above by chance. Snapshots of "
