@@ -205,8 +205,9 @@ def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]
     difference, margin = left["joint"] - left["factored"], left["added"] - left["factored"]
     lower, upper = mean_interval(difference.numpy(), seed=0)
     margin_lower, margin_upper = mean_interval(margin.numpy(), seed=0)
-    numbers = {**{f"left_{name}": values.mean() for name, values in left.items()}, "difference": difference.mean()}
-    numbers |= {"lower": lower, "upper": upper, "apart": kl_bits(near_factored, near_joint.log()).mean()}
+    numbers: Row = {f"left_{name}": values.mean() for name, values in left.items()}
+    numbers |= {"difference": difference.mean(), "lower": lower, "upper": upper}
+    numbers["apart"] = kl_bits(near_factored, near_joint.log()).mean()
     numbers |= {"margin": margin.mean(), "margin_lower": margin_lower, "margin_upper": margin_upper}
     return {name: float(number) for name, number in {**numbers, "share": weights[len(joint) :].sum()}.items()}
 
