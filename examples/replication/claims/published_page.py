@@ -85,9 +85,8 @@ def factoring() -> str:
     above, below = snapshots[snapshots.lower > 0], sum(snapshots.upper < 0)
     kinds = "; ".join(f"{kind}: {n}" for kind, n in above.architecture.value_counts().items())
     observed = (
-        f"Of {len(snapshots)} early snapshots, {len(above)} lie above 0 by their interval ({kinds or 'none'}), and "
-        f"{below} below. If all differences were 0, {len(snapshots) / 40:.1f} would lie above by chance. Snapshots of "
-        "one training share sequences, and are not independent."
+        f"Of {len(snapshots)} early snapshots, {len(above)} lie above 0 ({kinds or 'none'}) by their interval, "
+        f"{len(snapshots) / 40:.1f} would by chance, and {below} lie below. Those of one training are not independent."
     )
     head = ("difference", "if it were factored", "joint / factored / added", "at the end")
     return f"{observed}\n\n{markdown(('ε', 'network', 'step', *head, 'verdict'), found)}"
@@ -103,14 +102,14 @@ def order() -> str:
         numbers = (last.kl_of_all, last.kl, at_middle.gain, at_longest.gain, last.gain / last.kl)
         judged = [counted([*verdicts[flips][own.network.unique()].dropna()]) or "–" for flips in verdicts]
         found.append((str(name), *(over_seeds(values, is_log=True) for values in numbers), *judged))
-    counts = " ".join(f"At {flips} flips: {counted([*of])}." for flips, of in verdicts.dropna().items())
+    both, floors = verdicts.dropna(), share_floors(longest)
+    found.append((f"all {len(both)} of {longest} flips", *["–"] * 5, *(counted([*both[flips]]) for flips in both)))
+    found.append(("share of heads", f"{floors.mean():.4f}", f"{floors[-1]:.4f}", *["–"] * 5))
     above = sum(_last(table[table.flips == longest]).lower > PUBLISHED)
-    sizes = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
-    share, floors = "The best predictor that sees only the share of heads is", share_floors(longest)
-    floor = f"{share} {floors.mean():.4f} bits from exact over 1 to {longest} flips, and {floors[-1]:.4f} at the last."
+    size = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
     costs, judged = ([f"{of} {flips} flips" for flips in verdicts] for of in ("cost of", "verdict at"))
-    grid = markdown(("network", "KL of all flips", "KL of the last", *costs, "share of KL", *judged), found)
-    return f"{counts} {sizes}\n\n{floor}\n\n{grid}"
+    head = ("network", "KL of all flips", "KL of the last", *costs, "share of KL", *judged)
+    return f"{size}\n\n{markdown(head, found)}"
 
 
 def costs_by_flips() -> pd.DataFrame:
