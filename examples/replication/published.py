@@ -196,21 +196,20 @@ def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]
     flat weights it is nearer to factored observers, and it knows nothing of factors.
 
     `apart` is the difference that the factored mixture itself would have, and `share` the weight of factored observers
-    in the nearest mixture of both families.
+    in the nearest mixture of both families. `margin` is how much nearer the factored mixture is than the sum.
     """
     (_, near_joint), (_, near_factored) = mixed(own, joint), mixed(own, factored)
     weights, _ = mixed(own, [*joint, *factored[1:]])
-    families = (near_joint, near_factored, added(own, joint))
-    left = [kl_bits(own, probs.log()).mean(dim=1) for probs in families]
-    ends = mean_interval((left[0] - left[1]).numpy(), seed=0)
-    names = ("left_joint", "left_factored", "left_added")
-    return {name: float(values.mean()) for name, values in zip(names, left, strict=True)} | {
-        "difference": float((left[0] - left[1]).mean()),
-        "lower": float(ends.lo),
-        "upper": float(ends.hi),
-        "apart": float(kl_bits(near_factored, near_joint.log()).mean()),
-        "share": float(weights[len(joint) :].sum()),
-    }
+    families = {"joint": near_joint, "factored": near_factored, "added": added(own, joint)}
+    left = {name: kl_bits(own, probs.log()).mean(dim=1) for name, probs in families.items()}
+    difference, margin = left["joint"] - left["factored"], left["added"] - left["factored"]
+    lower, upper = mean_interval(difference.numpy(), seed=0)
+    margin_lower, margin_upper = mean_interval(margin.numpy(), seed=0)
+    numbers: Row = {f"left_{name}": values.mean() for name, values in left.items()}
+    numbers |= {"difference": difference.mean(), "lower": lower, "upper": upper}
+    numbers["apart"] = kl_bits(near_factored, near_joint.log()).mean()
+    numbers |= {"margin": margin.mean(), "margin_lower": margin_lower, "margin_upper": margin_upper}
+    return {name: float(number) for name, number in {**numbers, "share": weights[len(joint) :].sum()}.items()}
 
 
 def mixed(own: Answers, parts: Sequence[Answers]) -> tuple[Float64[Tensor, " part"], Answers]:
@@ -245,12 +244,15 @@ def nearest(
 
 
 def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
-    """Yield, by step and number of flips, the KL of the last prediction, and what averaging it over orders removes."""
+    """Yield, by step and number of flips, the KL of the last prediction, and what averaging it over orders removes.
+
+    `kl_of_all` is the mean KL of all predictions of the sequences.
+    """
     task, generator = recipe.task, torch.Generator().manual_seed(_SCORED_SEED)
     assert isinstance(task, Dice), "the claim is about a coin"
     for length in (own for own in LENGTHS if own <= task.length):
         trials = replace(task, length=length).sample(N_SCORED, seed=_SCORED_SEED)
-        exact = trials.at_scored(trials.predictive)[:, -1]
+        exact = (every := trials.at_scored(trials.predictive))[:, -1]
         orders = [random_order(N_SCORED, length, generator) for _ in range(N_ORDERS)]
         gap = float(kl_bits(exact, torch.full_like(exact, 0.5).log()).mean())
         for step, module in snapshots.items():
@@ -261,8 +263,9 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
             positions = recipe.name.split("-seed")[0].removeprefix("coin-")
             named = {**_named(recipe, step), "positions": positions, "flips": length, "gap": gap}
             numbers: Row = {"kl": kl.mean(), "gain": gain.mean(), "lower": ends.lo, "upper": ends.hi}
-            spread = kl_bits(logs.exp(), mean.expand_as(logs)).mean()
-            yield {**named, **{name: float(own) for name, own in {**numbers, "spread": spread}.items()}}
+            numbers["spread"] = kl_bits(logs.exp(), mean.expand_as(logs)).mean()
+            numbers["kl_of_all"] = kl_bits(every, log_answers(module, trials)).mean()
+            yield {**named, **{name: float(own) for name, own in numbers.items()}}
 
 
 def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:

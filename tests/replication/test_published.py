@@ -1,6 +1,7 @@
 """Published claims: what is measured tells planted predictors apart, and an interrupted command continues."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +39,23 @@ def test_flat_predictions_favor_no_family() -> None:
     assert compared(0.7 * JOINT[-1] + 0.3 * JOINT[0], JOINT, FACTORED)["upper"] < 0
 
 
+SUMS = (JOINT[0].log() + 0.3 * (JOINT[1].log() - JOINT[0].log()).cumsum(dim=1)).softmax(dim=-1)
+
+
 def test_adding_up_pairs_with_flat_weights_looks_factored() -> None:
-    evidence = JOINT[1].log() - JOINT[0].log()
-    sums = (JOINT[0].log() + 0.3 * evidence.cumsum(dim=1)).softmax(dim=-1)
-    found = compared(sums, JOINT, FACTORED)
+    found = compared(SUMS, JOINT, FACTORED)
     assert found["lower"] > 0 and found["left_added"] < 1e-6 < found["left_factored"]
-    torch.testing.assert_close(added(sums, JOINT), sums, rtol=0, atol=1e-4)
+    assert found["margin_lower"] < found["margin"] < found["margin_upper"] < 0
+    torch.testing.assert_close(added(SUMS, JOINT), SUMS, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [(FACTORED[2], "holds"), (FACTORED[-1], "holds"), (SUMS, "not identified"), (JOINT[2], "does not hold")],
+)
+def test_a_factored_network_holds_and_a_sum_over_pairs_is_not_identified(planted: Tensor, verdict: str) -> None:
+    early = {"kl": 0.4, "gap": 1.0, "step": 1, **compared(planted, JOINT, FACTORED)}
+    assert published_page.factors_early(pd.DataFrame([early, {**early, "step": 2}])) == verdict
 
 
 def test_the_nearest_mixture_has_the_weights_of_a_planted_one() -> None:
@@ -106,13 +118,13 @@ def test_a_swap_is_scored_at_every_layer_and_lag(kind: str, monkeypatch: pytest.
 
 
 def test_verdicts_follow_the_stated_rules() -> None:
-    early = {"kl": 0.4, "gap": 1.0, "step": 1, "apart": 0.01, "left_factored": 0.1, "left_added": 0.2}
+    early = {"kl": 0.4, "gap": 1.0, "step": 1, "apart": 0.01, "margin": 0.1, "margin_lower": 0.05}
     last = {**early, "kl": 0.1, "step": 2, "lower": -0.3, "upper": -0.1}
     found = {"holds": (0.1, 0.2), "at the threshold": (-0.1, 0.1), "does not hold": (-0.2, -0.1)}
     for verdict, (lower, upper) in found.items():
         network = pd.DataFrame([{**early, "lower": lower, "upper": upper}, last])
         assert published_page.factors_early(network) == verdict
-    dull = pd.DataFrame([{**early, "left_added": 0.05, "lower": 0.1, "upper": 0.2}, last])
+    dull = pd.DataFrame([{**early, "margin_lower": -0.05, "lower": 0.1, "upper": 0.2}, last])
     assert published_page.factors_early(dull) == "not identified"
     assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0011, "upper": 0.002})) == "holds"
     assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0001, "upper": 0.0009})) == "does not hold"
@@ -146,8 +158,42 @@ def test_the_verdicts_on_forcing_follow_from_the_stored_table() -> None:
         assert published_page.forces(network) == codes[layers[published_page.swapped(network, 1).layer]]
 
 
-def test_the_cost_at_a_level_is_interpolated_on_logarithms() -> None:
-    network = pd.DataFrame({"kl": [1.0, 0.1, 0.001], "gain": [0.1, 0.01, 0.0001]})
-    assert published_page.at_level(network, 0.01) == pytest.approx(0.001)
-    assert published_page.at_level(network, 2.0) == pytest.approx(0.1)
-    assert published_page.at_level(network, 1e-4) == pytest.approx(0.0001)
+def test_a_verdict_that_changes_with_the_number_of_flips_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"holds": (2.0, 3.0), "does not hold": (0.1, 0.5), "at the threshold": (0.5, 2.0)}
+    planted = {
+        "a": {8: "holds", 16: "does not hold", 32: "holds"},
+        "b": {8: "holds", 16: "does not hold", 32: "does not hold"},
+        "shipped": {8: "holds", 16: "at the threshold"},
+    }
+    last = [
+        {"network": name, "flips": flips, "step": 9, "gap": 1_000.0, "lower": ends[own][0], "upper": ends[own][1]}
+        for name, verdicts in planted.items()
+        for flips, own in verdicts.items()
+    ]
+    first = [{**at, "step": 0, "lower": 9.0, "upper": 9.0} for at in last]
+    monkeypatch.setattr(published_page, "rows", lambda claim: pd.DataFrame([*first, *last]))
+    assert published_page.order_verdicts() == ["depends on the number of flips", "does not hold"]
+    assert published_page.costs_by_flips().loc["shipped"].isna().tolist() == [False, True]
+
+
+def test_the_predictor_of_shares_is_the_best_one_over_all_sequences() -> None:
+    task, rng = Dice(length=6), np.random.default_rng(0)
+    sequences = torch.cartesian_prod(*[torch.arange(2)] * task.length)
+    heads = sequences.cumsum(dim=1).numpy()
+    exact = task.observed(sequences)[1][..., 1].numpy()
+    before = np.concatenate([np.full((len(exact), 1), 0.5), exact[:, :-1]], axis=1)
+    chance = np.where(sequences.numpy() == 1, before, 1 - before).prod(axis=1)
+    shares = [[Fraction(int(k), n) for n, k in enumerate(own, start=1)] for own in heads]
+    weighted: dict[Fraction, list[tuple[float, float]]] = {}
+    for i, n in np.ndindex(exact.shape):
+        weighted.setdefault(shares[i][n], []).append((chance[i], exact[i, n]))
+    best = {share: sum(w * p for w, p in own) / sum(w for w, _ in own) for share, own in weighted.items()}
+
+    def kl(predicted: dict[Fraction, float]) -> np.ndarray:
+        q = np.array([[predicted[share] for share in own] for own in shares])
+        return chance @ (exact * np.log2(exact / q) + (1 - exact) * np.log2((1 - exact) / (1 - q)))
+
+    floors = published_page.share_floors(task.length)
+    np.testing.assert_allclose(floors, kl(best), rtol=1e-9)
+    for _ in range(20):
+        assert kl({share: q + rng.normal(scale=0.01) for share, q in best.items()}).mean() > floors.mean()

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
+from scipy.special import rel_entr
 
 from bayesgeom.core import Verdict
 from bayesgeom.core.text import number_text, percent_text
@@ -60,10 +62,10 @@ def early(network: pd.DataFrame) -> pd.DataFrame:
 
 
 def factors_early(network: pd.DataFrame) -> str:
-    """Return the verdict on one training."""
+    """Return the verdict on one training: whether it is nearer to factored than to joint observers, and to sums."""
     nearer = (found := early(network))[found.lower > 0]
     if len(nearer):
-        return "holds" if (nearer.left_factored < nearer.left_added).any() else "not identified"
+        return "holds" if (nearer.margin_lower > 0).any() else "not identified"
     return "does not hold" if (found.upper < 0).all() else "at the threshold"
 
 
@@ -79,48 +81,70 @@ def factoring() -> str:
         left = " / ".join(short(np.mean([at[f"left_{name}"] for at in best])) for name in _FAMILIES)
         end, verdicts = over_seeds(at.difference for at in last), counted([*map(factors_early, networks)])
         found.append((number_text(epsilon), architecture, steps, *differences, left, end, verdicts))
-    n_early = sum(len(early(network)) for _, network in rows("factoring").groupby("network"))
-    chance = f"Of {n_early} early snapshots, {n_early / 40:.1f} would lie above 0 by chance if all differences were 0."
+    snapshots = pd.concat([early(network) for _, network in rows("factoring").groupby("network")])
+    above, below = snapshots[snapshots.lower > 0], sum(snapshots.upper < 0)
+    kinds = "; ".join(f"{kind}: {n}" for kind, n in above.architecture.value_counts().items())
+    observed = (
+        f"Of {len(snapshots)} early snapshots, {len(above)} lie above 0 ({kinds or 'none'}) by their interval, "
+        f"{len(snapshots) / 40:.1f} would by chance, and {below} lie below. Those of one training are not independent."
+    )
     head = ("difference", "if it were factored", "joint / factored / added", "at the end")
-    return f"{chance}\n\n{markdown(('ε', 'network', 'step', *head, 'verdict'), found)}"
+    return f"{observed}\n\n{markdown(('ε', 'network', 'step', *head, 'verdict'), found)}"
 
 
 def order() -> str:
-    """Return, by network, what the order of flips costs at the end, and at equal KL."""
-    table, found = rows("order"), list[tuple[str, ...]]()
-    middle, longest = sorted(table.flips.unique())[-2:]
-    level = max(_last(table[table.flips == longest]).kl)
+    """Return, by network, what the order of flips costs at the end, and the KL of a predictor of shares."""
+    table, verdicts, found = rows("order"), costs_by_flips(), list[tuple[str, ...]]()
+    middle, longest = verdicts.columns
     for name, own in table.groupby("positions", sort=False):
-        at_middle, at_longest = (own[own.flips == flips] for flips in (middle, longest))
-        last = _last(at_longest if len(at_longest) else at_middle)
-        equal = [at_level(of, level) for _, of in at_longest.groupby("seed")]
-        gains = _last(at_middle).gain, _last(at_longest).gain, last.gain / last.kl, equal
-        numbers = [over_seeds(values, is_log=True) for values in (last.kl, *gains)]
-        found.append((str(name), *numbers, counted([order_costs(at) for _, at in last.iterrows()])))
-    costs = (f"cost of {middle} flips", f"cost of {longest} flips", "share of KL", f"cost at KL {number_text(level)}")
+        at_middle, at_longest = (_last(own[own.flips == flips]) for flips in (middle, longest))
+        last = at_longest if len(at_longest) else at_middle
+        numbers = (last.kl_of_all, last.kl, at_middle.gain, at_longest.gain, last.gain / last.kl)
+        judged = [counted([*verdicts[flips][own.network.unique()].dropna()]) or "–" for flips in verdicts]
+        found.append((str(name), *(over_seeds(values, is_log=True) for values in numbers), *judged))
+    both, floors = verdicts.dropna(), share_floors(longest)
+    found.append((f"all {len(both)} of {longest} flips", *["–"] * 5, *(counted([*both[flips]]) for flips in both)))
+    found.append(("share of heads", f"{floors.mean():.4f}", f"{floors[-1]:.4f}", *["–"] * 5))
     above = sum(_last(table[table.flips == longest]).lower > PUBLISHED)
     size = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
-    return f"{size}\n\n{markdown(('network', 'KL', *costs, 'verdict'), found)}"
+    costs, judged = ([f"{of} {flips} flips" for flips in verdicts] for of in ("cost of", "verdict at"))
+    head = ("network", "KL of all flips", "KL of the last", *costs, "share of KL", *judged)
+    return f"{size}\n\n{markdown(head, found)}"
+
+
+def costs_by_flips() -> pd.DataFrame:
+    """Return the verdict on each trained network by the number of flips but the fewest; NaN if it saw fewer."""
+    last = _last(rows("order"))
+    last = last[last.flips > last.flips.min()]
+    judged = last.assign(verdict=[order_costs(at) for _, at in last.iterrows()])
+    return judged.pivot(index="network", columns="flips", values="verdict")
 
 
 def order_verdicts() -> list[str]:
-    """Return the verdict on each network, at the most flips that it was trained on."""
-    longest = rows("order").groupby("network").flips.transform("max") == rows("order").flips
-    return [order_costs(at) for _, at in _last(rows("order")[longest]).iterrows()]
+    """Return the verdict on each network that saw the most flips, or that it depends on their number."""
+    networks = costs_by_flips().dropna().to_numpy()
+    return [of[0] if len({*of}) == 1 else "depends on the number of flips" for of in networks]
+
+
+def share_floors(longest: int) -> Float64[np.ndarray, " flips"]:
+    """Return the KL after 1 to `longest` flips of a coin of the predictor that sees only the share of heads.
+
+    Of all such predictors its mean over flips is the least. The bias is uniform, so that after n flips all numbers of
+    heads are equally likely, and heads follow k of n with probability (k + 1) / (n + 2). The best prediction from a
+    share is the mean of these over all n that it can come from.
+    """
+    flips = np.repeat(np.arange(1, longest + 1), np.arange(2, longest + 2))
+    heads = np.concatenate([np.arange(n + 1) for n in range(1, longest + 1)])
+    exact, weights = (heads + 1) / (flips + 2), 1 / (flips + 1)
+    share = np.unique(heads / flips, return_inverse=True)[1]
+    best = (np.bincount(share, weights * exact) / np.bincount(share, weights))[share]
+    kl = (rel_entr(exact, best) + rel_entr(1 - exact, 1 - best)) / math.log(2)
+    return np.bincount(flips, weights * kl)[1:]
 
 
 def _last(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of each network at the end of its training."""
     return table[table.step == table.groupby("network").step.transform("max")]
-
-
-def at_level(network: pd.DataFrame, level: float) -> float:
-    """Return the cost of order where the KL last fell to a level, interpolated between snapshots on logarithms."""
-    kl, gain = np.log(network.kl.to_numpy()), np.log(network.gain.to_numpy())
-    after = int(np.flatnonzero(kl > math.log(level))[-1]) + 1 if (kl > math.log(level)).any() else 0
-    if after in (0, len(kl)):
-        return float(np.exp(gain[min(after, len(kl) - 1)]))
-    return float(np.exp(np.interp(math.log(level), kl[[after, after - 1]], gain[[after, after - 1]])))
 
 
 def order_costs(last: Any) -> str:
