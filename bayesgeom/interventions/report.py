@@ -670,8 +670,9 @@ class LagReport(EditReport):
     Fields, per layer and lag; NaN in layers that were not edited, and where the two filters tell the continued one:
 
     - `lag_movement`: toward the continued filter. Its `ceiling` is the swap of the whole activation. Baselines: mean
-      and range over random and over variance-matched subspaces (NaN in layers without any), untrained networks with the
-      same fit, and the same swap in the output of the last layer, which can only write the answer.
+      and range over random and over variance-matched subspaces (NaN in layers without any, absent without any at all),
+      untrained networks with the same fit, and the same swap in the output of the last layer, which can only write the
+      answer.
     - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
     - `n_possible`: number of pairs, by lag, in which the donor's belief allows the recipient's later symbols; the
       others are left out.

@@ -13,6 +13,7 @@ from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.prefixes import beginnings, cheapest_cuts
 from bayesgeom.models.resolve import load
 from bayesgeom.scorecards.architectures import architectures_of
+from bayesgeom.training.steps import built
 from tests.families import ALL, D_VOCAB, OTHERS, TYPICAL, each
 from tests.models.huggingface.test_sites import text
 
@@ -76,7 +77,7 @@ def test_a_beginning_runs_once_unless_a_hook_or_a_gradient_reads_the_pass(folder
 
 def test_a_cache_of_recurrent_layers_alone_is_not_continued() -> None:
     (architecture,) = architectures_of("rg-lru")
-    model = HFModel(architecture.build(D_VOCAB, 29, seed=0))
+    model = HFModel(built(architecture.make, D_VOCAB, 29, seed=0))
     trials = continued()
     assert model._prefixes is not None and model._prefixes.logits(trials) is None
     assert model.run([trials], n_recorded=len(trials)).log_answers.isfinite().all()
