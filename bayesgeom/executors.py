@@ -100,14 +100,14 @@ class Batch:
         return executor if isinstance(executor, Batch) else cls(executor=executor)
 
     def results(
-        self, jobs: Sequence[Job], *, desc: str = "jobs", is_final: Callable[[Any], bool] = lambda _: True
+        self, jobs: Sequence[Job], *, desc: str = "jobs", is_final: Callable[[Any], bool] | None = None
     ) -> list[Any]:
         """Run the jobs that have no final result, and return the results of all in their order.
 
         Args:
             jobs: The jobs.
             desc: What they are called in the progress bar.
-            is_final: Whether the result of an earlier call is kept. By default all are.
+            is_final: Whether the result of an earlier call is kept, else it is removed first. Default: all are kept.
 
         Raises:
             ExecutorFault: Jobs failed, or their workers died; the others have ended.
@@ -115,11 +115,10 @@ class Batch:
         """
         folder = self.folder.expanduser().resolve()
         sent = [self._sent(job, folder) for job in jobs]
-        waiting = [
-            (job.name, file, text)
-            for job, (file, text) in zip(jobs, sent, strict=True)
-            if not (file.is_file() and is_final(read_parcel(file)))
-        ]
+        if is_final is not None:
+            for file in (file for file, _ in sent if file.is_file() and not is_final(read_parcel(file))):
+                file.unlink(missing_ok=True)
+        waiting = [(job.name, *files) for job, files in zip(jobs, sent, strict=True) if not files[0].is_file()]
         n_done, faults = len(jobs) - len(waiting), list[str]()
         with progress_in(folder, saved=f"*/{RESULT}"), phase(desc, len(jobs), "job", done=n_done) as progress:
             futures = self._submitted([text for *_, text in waiting])
@@ -144,7 +143,7 @@ class Batch:
             raise InvalidArgument(f"job {job.name!r} cannot be sent to a worker: {error}.") from error
         readable = re.sub(r"[^\w.-]+", "-", job.name)[:48].strip("-.")
         file = folder / f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:16]}" / RESULT
-        return file, json.dumps({**call, "file": str(file), "numerics": here, "is_repeated": file.is_file()})
+        return file, json.dumps({**call, "file": str(file), "numerics": here})
 
     def _submitted(self, texts: Sequence[str]) -> list[Any]:
         executor: Any = self.executor
@@ -165,13 +164,12 @@ class Batch:
 
 
 def perform(text: str) -> str:
-    """Do a job unless its result exists and is final; return "" or why it failed: some engines cannot send errors.
+    """Do a job unless its result exists, and return "" or why it failed: some engines cannot send our exceptions.
 
     A second worker with the same job waits for the first, or writes the same bytes where files have no locks.
     """
     job = json.loads(text)
-    file, is_repeated = Path(job["file"]), job.get("is_repeated", False)
-    if file.is_file() and not is_repeated:
+    if (file := Path(job["file"])).is_file():
         return ""
     try:
         there, here = job.get("numerics", {}), numerics()  # a driver of an earlier version sends none
@@ -183,7 +181,7 @@ def perform(text: str) -> str:
         with (file.parent / ".lock").open("a") as lock, limited_threads(job["threads"]):
             with contextlib.suppress(ImportError, OSError):
                 importlib.import_module("fcntl").flock(lock, 2)  # exclusive
-            if is_repeated or not file.is_file():
+            if not file.is_file():
                 module, _, name = job["function"].partition(":")
                 write_parcel(file, vars(importlib.import_module(module))[name](**job["arguments"]))
     except (BayesGeomError, OSError) as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 import bayesgeom
 from bayesgeom import tasks
@@ -29,7 +30,7 @@ from bayesgeom.core.run import ATTN_OUT, Run, Trials, concatenate
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.measurements.running import at_last
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.loading import dequantized, gguf_in
+from bayesgeom.models.huggingface.loading import gguf_in
 from bayesgeom.models.resolve import task_of
 
 PART = 16  # sequences in a pass
@@ -76,7 +77,8 @@ def verdict(value: float, limit: float) -> str:
 def measure_load(clock: Callable[[], float]) -> Model:
     file = gguf_in(folder())
     assert file is not None
-    theirs, _ = timed(lambda: dequantized(file, dtype=torch.float32, device_map=None), clock)
+    given = {"gguf_file": file.name, "dtype": torch.float32}
+    theirs, _ = timed(lambda: AutoModelForCausalLM.from_pretrained(file.parent, **given), clock)
     ours, model = timed(lambda: bayesgeom.load(file), clock)
     print(f"(a) load: transformers {theirs:.1f} s, bayesgeom {ours:.1f} s: {ours - theirs:+.1f} s (at most 3)")
     return model

@@ -128,7 +128,7 @@ class InterventionReport(EditReport):
       recipient outside the subspace. `embedding_share`: share of the subspace inside the span of the hypothesis tokens'
       embeddings; NaN outside the residual stream; its baseline is mean and maximum of 1,000 random subspaces.
     - `against_causal`, `against_inert`: the first obstacle to either verdict, a code of
-      `interventions.verdicts.Obstacle`. `controls_found`: number of distinct subspaces with the same share of variance.
+      `interventions.verdicts.Obstacle`. `controls_found`: number of distinct variance-matched subspaces.
     - `given_movement`: movement with the quantities in `given` held fixed, such as position and answer.
       `code_movement`: of what the strongest correlated code, `code`, has outside the subspace. Both are over all
       positions. `survival_by_layer`: a code of `interventions.verdicts.Survival` where the verdict is causal.
@@ -676,7 +676,8 @@ class LagReport(EditReport):
     - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
     - `n_possible`: number of pairs, by lag, in which the donor's belief allows the recipient's later symbols; the
       others are left out.
-    - `controls_found`: number of distinct subspaces with the same share of variance; 0 where there is none.
+    - `controls_found`: number of distinct subspaces with the same share of variance; 0 where there is none, −1 where
+      the file was written by a version that did not store it.
     """
 
     name: ClassVar[str] = "lag"
@@ -726,7 +727,8 @@ class LagReport(EditReport):
         rows = {f"layer {at}, lag {lag}": (at, i) for at in layers for i, lag in enumerate(self.lags)}
         pairs = {f"pairs, lag {lag}": self.n_possible[i : i + 1] for i, lag in enumerate(self.lags)}
         title = f"swap {self.subspace} at {self.where}; n = {self.n}"
-        by_layer = {"matched controls": self.controls_found, "verdict": self.verdict_by_layer}
+        controls = np.where(self.controls_found < 0, np.nan, self.controls_found)
+        by_layer = {"matched controls": controls, "verdict": self.verdict_by_layer}
         return ({title: 0}, pairs), (rows, columns), (_rows(layers.tolist()), by_layer)
 
 

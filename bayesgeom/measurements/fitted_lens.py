@@ -61,7 +61,6 @@ from bayesgeom.report.estimate import (
     Quantity,
     mean_estimate,
     stacked,
-    with_interval,
 )
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -406,8 +405,9 @@ class _Fit:
 
         sums = beyond(scored[PROBE])
         levels = [Baseline.of(_kind(name), name, ratio(beyond(level))) for name, level in probes.items()]
-        interval = ratio_interval(sums, counts, seed=self.seed)
-        return with_interval(ratio(sums), interval, n=self.n_test, baselines=levels)
+        interval, value = ratio_interval(sums, counts, seed=self.seed), ratio(sums)
+        reason = np.where(np.isnan(value), 0, interval.code)
+        return Estimate.of(value, (interval.lo, interval.hi), n=self.n_test, baselines=levels, reason=reason)
 
     def _scored(
         self, run: Run, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]

@@ -224,7 +224,8 @@ class Recorder:
         places = ((site, model.layers_of(site)) for site in wanted if not site.is_static)
         self.layers: Mapping[Site, Sequence[int]] = dict(places)
         read = {*wanted, *(reduction.site for reduction in (stream.layers if stream is not None else ()))}
-        self._unembedding = model.unembedding() if LOGIT_LENS in read - model.sites else None
+        is_computed = LOGIT_LENS in read - model.sites - model.partial_sites.keys()
+        self._unembedding = model.unembedding() if is_computed else None
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
         self._storage: dict[Site | str, Tensor] = {}
         self.room = self._filled = self._reduced = 0

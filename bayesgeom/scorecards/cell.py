@@ -28,6 +28,7 @@ from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.steps import Training, built
 
 HELD_OUT, SCORED, CHECK_EVERY, N_CURVE = 256, 512, 50, 12
+DIVERGED = "the training diverged"  # at the beginning of the reason
 _VALIDATION, _SCORES = (DerivedSeed(1_000_003 + number) for number in range(2))  # of sequences that no step draws
 OBSERVERS, SEQUENCES = ("memorizing", "generalizing"), ("pool", "fresh")  # the exact observer of each kind of sequences
 _CAUSAL = 1e-3  # of the largest logit: an earlier position may change by so much, which is rounding
@@ -99,7 +100,7 @@ def measured(cell: Cell) -> list[Row]:
         case None:
             return rows
         case NonFinite():
-            reason = f"the training diverged at step {training.step if training else 0}"
+            reason = f"{DIVERGED} at step {training.step if training else 0}"
         case BayesGeomError():
             reason = str(running.error)
         case _:

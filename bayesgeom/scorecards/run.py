@@ -14,7 +14,7 @@ import numpy as np
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.scorecards.architectures import Architecture, architectures_of
-from bayesgeom.scorecards.cell import SCORED, Cell, Row, cell_at, measured
+from bayesgeom.scorecards.cell import DIVERGED, SCORED, Cell, Row, cell_at, measured
 from bayesgeom.scorecards.report import Scorecard, card_of
 from bayesgeom.scorecards.worlds import World, worlds_of
 
@@ -38,8 +38,8 @@ def scorecard(
 
     Every cell has the same number of sequences. It is trained at every rate; the rate with the least KL on held-out
     sequences gets the other seeds, and other sequences score it. A cell whose network fails or diverges has a reason
-    instead of numbers, and is trained again by the next call. Finished cells are kept in the folder of the executor, or
-    in runs/jobs, if the architecture can be found again by its text; a killed run then continues.
+    instead of numbers; one that failed is trained again by the next call. Finished cells are kept in the folder of the
+    executor, or in runs/jobs, if the architecture can be found again by its text; a killed run then continues.
 
     Args:
         make: `make(d_vocab, n_ctx)`, which returns a module from ids to logits; "FILE.py:NAME" of such a function; a
@@ -164,8 +164,8 @@ def run_cells(cells: Sequence[Cell], executor: Executor | Batch | None) -> list[
 
 
 def _is_finished(rows: Sequence[Row]) -> bool:
-    """Return whether the cell did not fail: what stopped it may be mended by the next call."""
-    return all(row.quantity != "failed" for row in rows)
+    """Return whether the cell did not fail, or diverged, as it would again: other faults may be mended by then."""
+    return all(row.quantity != "failed" or row.setting.startswith(DIVERGED) for row in rows)
 
 
 def _later(fn: Callable[..., Any], *args: Any) -> SimpleNamespace:

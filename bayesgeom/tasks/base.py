@@ -592,7 +592,8 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
         )
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
-    labeled = {kind.name: kind for kind in LabeledTask.__subclasses__()}  # they need texts, so no command names them
+    # They need texts, so that no command names them; an abstract one may have no name.
+    labeled = {getattr(kind, "name", None): kind for kind in LabeledTask.__subclasses__()}
     # mypy forbids an abstract class as a value, but discovery needs one.
     kind = labeled.get(name) or find_plugin("bayesgeom.tasks", WindTunnel, name)  # type: ignore[type-abstract]
     return _built(kind, name, parameters)

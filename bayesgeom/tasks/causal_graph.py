@@ -202,7 +202,7 @@ class CausalGraph(EvidenceTask):
     def _completed(self, given: "Given", rows: _Rows, keep: Bool[Tensor, " row"], generator: torch.Generator) -> Trials:
         """Draw the rows that are not kept, and all answers, from a graph given the kept rows: urns."""
         n, v, row = len(rows), self.n_variables, torch.arange(len(rows), device=rows.device)
-        weights = self._log_graphs(rows, given, keep)[:, -1].softmax(dim=1)
+        weights = self._log_graphs(rows, given, keep, slice(-1, None))[:, 0].softmax(dim=1)
         graph = torch.multinomial(weights, 1, generator=generator)[:, 0]
         chosen = torch.from_numpy(self.graphs()).to(rows.device)[graph]  # batch, variable
         counts = torch.full((n, v, 2**v, 2), self.concentration, dtype=torch.float64, device=rows.device)
@@ -257,14 +257,17 @@ class CausalGraph(EvidenceTask):
         return seen.cumsum(dim=1) + self.concentration
 
     def _log_graphs(
-        self, rows: _Rows, given: "Given", keep: Bool[Tensor, " row"]
-    ) -> Float64[Tensor, "batch row graph"]:
-        """Return the log marginal likelihood of each graph after each row: the sum of those of its families."""
+        self, rows: _Rows, given: "Given", keep: Bool[Tensor, " row"], after: slice = slice(None)
+    ) -> Float64[Tensor, "batch some_row graph"]:
+        """Return the log marginal likelihood of each graph after some rows: the sum of those of its families."""
         counts, alpha = self._families(rows, given, keep), torch.tensor(self.concentration, dtype=torch.float64)
         each = counts.lgamma().sum(dim=-1) - counts.sum(dim=-1).lgamma()
         logs = (each - 2 * alpha.lgamma() + (2 * alpha).lgamma()).sum(dim=-1)  # by variable and set of parents
         parents = torch.from_numpy(self.graphs()).to(rows.device)
-        return torch.stack([logs[:, :, k, parents[:, k]] for k in range(self.n_variables)]).sum(dim=0)
+        total = logs[:, after, 0, parents[:, 0]]
+        for k in range(1, self.n_variables):
+            total += logs[:, after, k, parents[:, k]]
+        return total
 
     def _observed(
         self, rows: _Rows, given: "Given"

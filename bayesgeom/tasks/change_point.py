@@ -127,8 +127,8 @@ class ChangePoint(SymbolTask):
             keep: Which symbols are seen; the others are steps without evidence. None: all.
         """
         n, n_pos = tokens.shape
-        keep = torch.ones(n_pos, dtype=torch.bool, device=tokens.device) if keep is None else keep
-        ones = self._indicators(tokens) * keep[:, None]
+        kept, ones = [True] * n_pos if keep is None else keep.tolist(), self._indicators(tokens)
+        ones = ones if keep is None else ones * keep[:, None]
         belief = torch.zeros(n, n_pos, n_pos, dtype=torch.float64, device=tokens.device)
         belief[:, 0, 0] = 1.0
         predictive = torch.empty_like(ones)
@@ -136,9 +136,9 @@ class ChangePoint(SymbolTask):
         for step in range(n_pos):
             one = ones[:, step, None]
             if step:
-                likely = (self._shares(counts[:, :step]) * one).sum(dim=2) if keep[step] else 1.0
+                likely = (self._shares(counts[:, :step]) * one).sum(dim=2) if kept[step] else 1.0
                 belief[:, step, 1 : step + 1] = (1 - self.hazard) * likely * belief[:, step - 1, :step]
-                belief[:, step, 0] = self.hazard / self.n_symbols if keep[step] else self.hazard
+                belief[:, step, 0] = self.hazard / self.n_symbols if kept[step] else self.hazard
                 belief[:, step] /= belief[:, step].sum(dim=1, keepdim=True)
                 counts[:, 1 : step + 1] = counts[:, :step] + one
             counts[:, :1] = one

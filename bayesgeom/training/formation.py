@@ -67,7 +67,8 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         OutputFault: The directory, which is replaced, holds something else than a packed training.
     """
     source, target = Path(run), Path(out)
-    names, known = sorted(path.name for path in target.glob("*")), (CARD, FORMATION, ".DS_Store")
+    names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    known = (CARD, FORMATION, ".DS_Store")
     if foreign := [name for name in names if name not in known and not name.endswith(".safetensors")]:
         raise OutputFault(
             f"{target} holds files that are not a packed training ({', '.join(foreign[:3])}); name an empty or a new "
@@ -102,7 +103,8 @@ def snapshot_paths(run: Path) -> list[Path]:
         InvalidArgument: There are no snapshots.
         CheckpointFault: A snapshot lacks a file.
     """
-    folders = [path for path in sorted((run / SNAPSHOTS).glob("[!.]*")) if path.is_dir()]
+    named = sorted((run / SNAPSHOTS).iterdir()) if (run / SNAPSHOTS).is_dir() else []
+    folders = [path for path in named if path.is_dir() and not path.name.startswith(".")]
     for path in folders:
         if missing := [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]:
             raise CheckpointFault(

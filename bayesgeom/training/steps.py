@@ -150,8 +150,9 @@ def built(make: Callable[[int, int], Any], d_vocab: int, n_ctx: int, *, seed: in
     Raises:
         InvalidArgument: The function does not take two integers, fails, or does not return a module with weights.
     """
+    number = torch_seed(seed)
     with default_dtype(torch.float32), torch.random.fork_rng(devices=()), Contained() as making:
-        torch.manual_seed(torch_seed(seed))
+        torch.manual_seed(number)
         net: Any = make(d_vocab, n_ctx)
     if making.error is not None:
         raise InvalidArgument(f"make({d_vocab}, {n_ctx}) failed: {making.fault.rstrip('.')}.") from making.error

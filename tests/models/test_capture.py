@@ -136,6 +136,15 @@ def test_sites_layers_and_types_are_chosen(tmp_path: Path) -> None:
     assert "not captured" in found.skipped["belief_readout"]
 
 
+def test_the_lens_of_one_layer_is_read_from_a_capture(tmp_path: Path) -> None:
+    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=7, sites=Selection(sites=["logit_lens"], layers=[1]))
+    loaded = bayesgeom.load(out)
+    blocks = list(TASK.stream(7, seed=bayesgeom.tasks.base.derived_seed(0, 0)))
+    runs = [model.run(blocks, record=[s.LOGIT_LENS], n_recorded=7) for model in (lively(), loaded)]
+    assert loaded.partial_sites == {s.LOGIT_LENS: (1,)}
+    torch.testing.assert_close(runs[1].at(s.LOGIT_LENS)[0], runs[0].at(s.LOGIT_LENS)[1])
+
+
 @pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TaskMismatch, match=r"was captured on .* on another task \(n_pairs: 7 there, 5"):

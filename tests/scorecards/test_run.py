@@ -39,9 +39,16 @@ def test_a_fault_marks_its_cell_and_leaves_the_others() -> None:
     assert "not causal" in card.notes[0] and "make(2, 32)" in card.notes[1]
 
 
-def test_a_training_that_diverges_marks_its_cell() -> None:
-    card = scorecard("lstm", "dice", steps=6, rates=[1e30], seeds=1, batch_size=4, beside=False)
-    assert card.state("lstm", "dice") == FAILED and "diverged" in card.notes[0]
+def test_a_training_that_diverges_marks_its_cell_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    times = list[int]()
+    for _ in range(2):
+        card = scorecard("lstm", "dice", steps=6, rates=[1e30], seeds=1, batch_size=4, beside=False)
+        assert card.state("lstm", "dice") == FAILED and "diverged" in card.notes[0]
+        times += [path.stat().st_mtime_ns for path in tmp_path.glob("runs/jobs/*/result.safetensors")]
+    assert len(times) == 2 and times[0] == times[1]
 
 
 def test_the_rate_of_other_seeds_is_that_with_the_least_held_out_kl() -> None:

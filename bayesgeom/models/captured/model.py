@@ -434,7 +434,12 @@ class CapturedModel(Model):
         return tuple(self._static(MASKS)) if PATTERN in self._layers else ()
 
     def _static(self, name: str) -> Shaped[Tensor, "layer *axes"]:
-        return _read(check_shard(self.folder, self.manifest, STATIC), name)
+        return _read(self._checked, name)
+
+    @cached_property
+    def _checked(self) -> Path:
+        """The file of what is the same in every sequence; its hash is checked once."""
+        return check_shard(self.folder, self.manifest, STATIC)
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(

@@ -442,6 +442,8 @@ class _Attaching:
                 eager.append(self.forward.logits(self.tokens))
 
         anatomy = anatomy_of(blocks, watched, lambda: seen.sizes(stated), seen.of)
+        if seen.route != "interface":  # z is read where it enters W_O, gated or not
+            anatomy = replace(anatomy, parts=tuple(replace(parts, is_gated=False) for parts in anatomy.parts))
         if any(seen.handed) and not all(seen.handed):  # attention in some layers only: the others have no heads
             headless = (replace(parts, output=None, projections={}, is_gated=False) for parts in anatomy.parts)
             known = zip(seen.handed, anatomy.parts, headless, strict=True)

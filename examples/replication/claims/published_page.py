@@ -101,10 +101,12 @@ def order() -> str:
         last = at_longest if len(at_longest) else at_middle
         numbers = (last.kl_of_all, last.kl, at_middle.gain, at_longest.gain, last.gain / last.kl)
         judged = [counted([*verdicts[flips][own.network.unique()].dropna()]) or "–" for flips in verdicts]
-        found.append((str(name), *(over_seeds(values, is_log=True) for values in numbers), *judged))
+        label = str(name) if len(at_longest) else f"{name} ({middle} flips)"
+        found.append((label, *(over_seeds(values, is_log=True) for values in numbers), *judged))
     both, floors = verdicts.dropna(), share_floors(longest)
-    found.append((f"all {len(both)} of {longest} flips", *["–"] * 5, *(counted([*both[flips]]) for flips in both)))
-    found.append(("share of heads", f"{floors.mean():.4f}", f"{floors[-1]:.4f}", *["–"] * 5))
+    counts = [counted([*both[flips]]) for flips in both]
+    found.append((f"all {len(both)} trained on {longest} flips", *["–"] * 5, *counts))
+    found.append(("share of heads", f"{floors.mean():.4f}", *["–"] * 6))
     above = sum(_last(table[table.flips == longest]).lower > PUBLISHED)
     size = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
     costs, judged = ([f"{of} {flips} flips" for flips in verdicts] for of in ("cost of", "verdict at"))
