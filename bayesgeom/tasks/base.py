@@ -3,6 +3,7 @@
 A text task becomes a wind tunnel when it is bound to a tokenizer.
 """
 
+import inspect
 import tomllib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -593,7 +594,7 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
     # They need texts, so that no command names them; an abstract one may have no name.
-    labeled = {getattr(kind, "name", None): kind for kind in LabeledTask.__subclasses__()}
+    labeled = {kind.name: kind for kind in LabeledTask.__subclasses__() if not inspect.isabstract(kind)}
     # mypy forbids an abstract class as a value, but discovery needs one.
     kind = labeled.get(name) or find_plugin("bayesgeom.tasks", WindTunnel, name)  # type: ignore[type-abstract]
     return _built(kind, name, parameters)
