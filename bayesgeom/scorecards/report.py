@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, final
 
 import numpy as np
 from jaxtyping import Float
@@ -257,6 +257,7 @@ def card_of(
 
 
 _NONE = (math.nan,) * 3
+_Key = TypeVar("_Key", int, float)
 
 
 def _trained(architectures: tuple[str, ...]) -> tuple[str, ...]:
@@ -282,7 +283,7 @@ class _Found:
     ) -> None:
         rows = [row for row in rows if (row.architecture, row.world) == (architecture, world.name)]
         self._rows, self._world = rows, world
-        ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
+        ends = {rate: row.value for rate, row in _ends(self._all("validation_kl_bits"), lambda row: row.rate).items()}
         failed = self._all("failed")
         scored = {row.rate for row in self._all("kl_bits")}
         known = {rate: kl for rate, kl in ends.items() if rate in scored and math.isfinite(kl)}
@@ -324,9 +325,8 @@ class _Found:
     def _seed(self) -> int:
         """Return the seed that held-out sequences choose among the trainings at the best rate."""
         scored = {row.seed for row in self._best if row.quantity == "kl_bits" and math.isfinite(row.value)}
-        known = [row for row in self._best if row.quantity == "validation_kl_bits" and row.seed in scored]
-        ends = {row.seed: row.value for row in sorted(known, key=lambda row: row.step)}
-        return min(ends, key=ends.__getitem__, default=0)
+        ends = _ends([row for row in self._best if row.seed in scored], lambda row: row.seed)
+        return min(ends, key=lambda seed: ends[seed].value, default=0)
 
     @property
     def _pairs(self) -> list[int]:
@@ -335,8 +335,8 @@ class _Found:
 
     def _binding_note(self) -> str:
         """Return which stage the training did not reach, or which smaller numbers of pairs it has forgotten; or ""."""
-        ends = [row for row in self._chosen if row.quantity == "validation_kl_bits"]
-        reached = self._pairs[int(max(ends, key=lambda row: row.step).setting) - 1]
+        (end,) = _ends(self._chosen, lambda row: row.seed).values()
+        reached = self._pairs[int(end.setting) - 1]
         if reached < self._pairs[-1]:
             return f"it was trained on at most {reached} pairs: 97 % were not named in time"
         forgotten = [text for pairs, text in self._unbound.items() if pairs < self.capacity]
@@ -358,6 +358,12 @@ class _Found:
         if not can_tell:
             return CANNOT_TELL
         return HAS if self.beyond[1] > _HALF else PARTLY if self.beyond[1] > 0 else NOT_SHOWN
+
+
+def _ends(rows: Sequence[Row], key: Callable[[Row], _Key]) -> dict[_Key, Row]:
+    """Return the last check on held-out sequences, by rate or by seed."""
+    checks = (row for row in rows if row.quantity == "validation_kl_bits")
+    return {key(row): row for row in sorted(checks, key=lambda row: row.step)}
 
 
 def _strategy(rows: Sequence[Row]) -> str:
